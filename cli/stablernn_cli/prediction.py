@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stablernn_cli.config_options import flag
 from stablernn_cli.errors import UsageError
 from stablernn_cli.options import Stamps
-from stablernn_cli.output import drop_none
+from stablernn_cli.output import count_of, drop_none
 from stablernn_cli.prediction_files import PredictionWriter, Table, as_series
 from stablernn_cli.targets import Target
 
@@ -116,6 +116,8 @@ def predict_file(
     """
     model = with_file_options(model, source, options)
     steps = forecast_steps(model, options.horizon)
+    if model.task == "simulate":
+        return simulate_file(model, source)
     if model.task == "predict-next":
         _reject_table_options(options.of_table())
         file = read_step_file(model, source)
@@ -315,7 +317,7 @@ def explain_file(model: Target, source: str, options: FileOptions, folder: Path)
 
     from stablernn.plotting import plot_contributions
 
-    if model.task == "predict-next":
+    if model.task in ("predict-next", "simulate"):
         raise UsageError(f"--explain is for classifications and forecasts, and {model.name} answers at every step.")
     model = model.with_repairs(source, options.repairs)
     steps = forecast_steps(model, options.horizon)
@@ -541,9 +543,40 @@ def describe_notes(notes: Mapping[str, Any]) -> Iterator[str]:
         yield f"repaired: {format_counts(repairs)}"
     if "read_whole" in notes:
         yield f"read as a whole, not in pieces: {notes['read_whole']}"
+    for name, count in notes.get("beyond_training", {}).items():
+        yield f"{count_of(count, 'sample')} of the input '{name}' beyond the range of training, where nothing is known"
     for name, count in notes.items():
         if name in _REPORTED_NOTES and count:
             yield f"{name.replace('_', ' ')}: {count}"
+
+
+def simulate_file(model: Target, source: str) -> Predictions:
+    """Return the outputs of a machine simulated from a file of its inputs, with a row for each sample.
+
+    Raises:
+        stablernn.errors.UnknownNameError: If the file lacks an input.
+        stablernn.errors.DataError: If it cannot be used, or its sampling time is not that of training.
+    """
+    import numpy as np
+
+    from stablernn.data.experiments import count_beyond, read_experiments
+    from stablernn.training.evaluation.predictors import predict_steps
+
+    found = read_experiments(Path(source), model.config.data)
+    model.check_sample_rate(source, {"sample_time": found.sample_time})
+    outputs = np.concatenate(predict_steps(model.predictor, found.records(), len(model.targets))).astype(np.float32)
+    experiments = found.experiments
+    table: dict[str, Any] = {}
+    if found.id_column is not None or len(experiments) > 1:
+        names = [each.name for each in experiments for _ in each.inputs]
+        table[found.id_column or "experiment"] = names
+    if found.time_column is None:
+        table["step"] = np.concatenate([np.arange(len(each.inputs)) for each in experiments])
+    else:
+        table[found.time_column] = np.concatenate([each.seconds for each in experiments if each.seconds is not None])
+    table |= {target: outputs[:, index] for index, target in enumerate(model.targets)}
+    beyond = count_beyond(found, model.input_range) if model.input_range else {}
+    return Predictions(table, len(experiments), {**found.notes, "beyond_training": beyond})
 
 
 Rows = list[list[Any]]
@@ -620,17 +653,8 @@ def _step_rows(model: Target, file: StepFile) -> tuple[list[str], Rows]:
 
 def _predict(model: Target, file: StepFile) -> Iterator[tuple[int, Array, Array]]:
     """Yield the number of each sequence, its outputs in float64, (steps, outputs), and its targets, (steps,)."""
-    import numpy as np
+    from stablernn.training.evaluation.predictors import predict_steps
 
-    from stablernn.training.evaluation.predictors import predict_segments
-
-    steps = file.steps
-    outputs = len(model.labels or model.targets)
-    parts: dict[int, list[Array]] = {}
     # Not cut into parallel streams: each sequence is run from its beginning, as in the file.
-    # The stretches of the sequences of a batch come interleaved.
-    for part, answers in predict_segments(model.predictor, steps, outputs, continuous=False):
-        for row, length, answer in zip(part.rows, part.lengths, answers, strict=True):
-            parts.setdefault(int(row), []).append(answer[:length].astype(np.float64))
-    for number in sorted(parts):
-        yield number, np.concatenate(parts[number]), steps.targets[number]
+    answers = predict_steps(model.predictor, file.steps, len(model.labels or model.targets))
+    yield from zip(range(len(answers)), answers, file.steps.targets, strict=True)

@@ -32,7 +32,7 @@ class Target:
     Attributes:
         name: The run directory, or NAME:VERSION.
         predictor: Computes answers for batches of sequences in raw units.
-        task: ``classify``, ``forecast`` or ``predict-next``.
+        task: ``classify``, ``forecast``, ``predict-next`` or ``simulate``.
         features: Names of the inputs, in the model's order; for tokens the vocabulary.
         labels: Names of classes or of binary outputs, in the model's order; empty for a regression.
         targets: Names of the predicted numbers; empty for a classification.
@@ -46,6 +46,8 @@ class Target:
         output: Type of the output at each step; None for other tasks than ``predict-next``.
         engine: Name of the engine that was asked for a run, or of the one that runs a version.
         sample_rate: Samples in a second of the recordings of training; None where it is not known.
+        sample_time: Sampling time of the experiments of training in seconds; likewise.
+        input_range: Least and largest value of each input in those experiments, by its name.
         digest: ``sha256:`` and the hash of the version's manifest, or of the weights of a run.
         device: The device that a version runs on; None where each kind of work has its own.
         metrics: Scores at the end of training, by split.
@@ -67,6 +69,8 @@ class Target:
     output: Output | None = None
     engine: str = "auto"
     sample_rate: float | None = None
+    sample_time: float | None = None
+    input_range: Mapping[str, Sequence[float]] = field(default_factory=dict)
     digest: str = ""
     device: Device | None = None
     metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -150,7 +154,7 @@ class Target:
         return replace(self, config=load_config(None, overrides, self.config.tree()))
 
     def check_sample_rate(self, source: str, notes: Mapping[str, Any]) -> None:
-        """Refuse recordings of another sampling rate than those of training.
+        """Refuse recordings or experiments of another sampling rate than those of training.
 
         Args:
             source: The file or folder.
@@ -159,6 +163,7 @@ class Target:
         Raises:
             stablernn.errors.DataError: If the rates differ.
         """
+        from stablernn.data.experiments import RATE_TOLERANCE
         from stablernn.errors import DataError
 
         rate = notes.get("sample_rate")
@@ -166,6 +171,12 @@ class Target:
             raise DataError(
                 f"'{source}' has recordings of {rate:g} Hz, and {self.name} was trained on {self.sample_rate:g} Hz. "
                 "Resample them to that rate."
+            )
+        time = notes.get("sample_time")
+        if time and self.sample_time and abs(time / self.sample_time - 1) > RATE_TOLERANCE:
+            raise DataError(
+                f"'{source}' is sampled every {time:.6g} s, and {self.name} was trained on every "
+                f"{self.sample_time:.6g} s. Resample it to that."
             )
 
     def _check_training_files(self) -> None:
@@ -316,7 +327,8 @@ def _target(name: str, predictor: TorchPredictor | ServedModel, facts: Mapping[s
     return Target(
         name=name,
         predictor=predictor,
-        task=facts["task"],
+        # A version answers at every step; that it simulates is among its settings.
+        task="simulate" if config.task.name == "simulate" else facts["task"],
         features=names("features"),
         labels=names("labels"),
         targets=names("targets"),
@@ -329,6 +341,8 @@ def _target(name: str, predictor: TorchPredictor | ServedModel, facts: Mapping[s
         fingerprint=facts["fingerprint"],
         output=facts.get("output"),
         sample_rate=notes.get("sample_rate"),
+        sample_time=notes.get("sample_time"),
+        input_range=notes.get("input_range") or {},
     )
 
 

@@ -30,6 +30,9 @@ Init = Literal["memory", "random"]
 
 _INITIAL_RETENTION = 0.98
 """Norm of the initial A under ``init="memory"``, as a share of the contraction rate."""
+_LARGEST_METRIC = 10.0
+"""Norm of P where the recurrence starts at a linear system: its scale, which the rate does not depend on."""
+_SMALLEST_NORM = 1e-9
 
 
 class RENWeights(NamedTuple):
@@ -185,6 +188,53 @@ class RENCell(StableCell):
         uniform_(self.weight_ih, self.input_size)
         uniform_(self.weight_output, n + self.num_neurons)
         nn.init.zeros_(self.bias_ih)
+
+    def start_at(self, state: Matrix, to_state: Matrix, from_state: Matrix, from_input: Matrix, bias: Matrix) -> None:
+        """Let the recurrence be that of a stable linear system, which the neurons see and do not move.
+
+        They see it by C1, D12 and b_v; B1 and D11 are 0, C2 and D21 are left as they are. The metric is that of the
+        system's Lyapunov equation, and H has ``margin`` to spare, so that all of them are free to move.
+
+        Args:
+            state: A, whose eigenvalues have moduli below the contraction rate, ``(hidden, hidden)``.
+            to_state: B2, ``(hidden, input)``.
+            from_state: C1, ``(neurons, hidden)``.
+            from_input: D12, ``(neurons, input)``.
+            bias: b_v, ``(neurons,)``; b_x is 0.
+        """
+        # Loaded when it is needed: SciPy takes longer to import than the cell.
+        from scipy.linalg import solve_discrete_lyapunov
+
+        n, q, rate = self.hidden_size, self.num_neurons, self.contraction_rate
+        # P - (A / rate)^T P A / rate = I, and E = P / rate^2: H without neurons is definite.
+        form = solve_discrete_lyapunov((state / rate).T, np.eye(n))
+        form *= _LARGEST_METRIC / np.linalg.norm(form, 2)
+        e = form / rate**2
+        h31 = e @ state
+        spare = np.linalg.eigvalsh(e - h31.T @ np.linalg.solve(form, h31)).min()
+        # C1^T L C1 / 2, which the neurons take from it, is at most half of it.
+        multiplier = spare / max(np.linalg.norm(from_state, 2) ** 2, _SMALLEST_NORM)
+        h = np.zeros((2 * n + q, 2 * n + q))
+        h[:n, :n], h[n : n + q, n : n + q], h[n + q :, n + q :] = e, 2 * multiplier * np.eye(q), form
+        h[n : n + q, :n], h[n + q :, :n] = -multiplier * from_state, h31
+        h = np.tril(h) + np.tril(h, -1).T
+        scale = max(2 * self.margin / np.linalg.eigvalsh(h).min(), 1.0)
+        factor = np.linalg.cholesky(scale * h - self.margin * np.eye(len(h))).T
+        top = scale * np.vstack([multiplier * from_input, e @ to_state])
+        with torch.no_grad():
+            self.weight_hh.copy_(torch.from_numpy(factor))
+            self.weight_skew.zero_()
+            self.weight_ih[: q + n] = torch.from_numpy(top)
+            self.bias_ih[: q + n] = torch.from_numpy(np.concatenate([bias, np.zeros(n)]))
+
+    def shift_state(self, origin: Tensor) -> None:
+        """Change the coordinates of the state such that ``origin``, ``(hidden,)``, becomes 0; outputs stay the same."""
+        n, q = self.hidden_size, self.num_neurons
+        with torch.no_grad():
+            # x = z + origin: z <- A z + (A - I) origin + ..., v = C1 z + C1 origin + ..., y = C2 z + C2 origin + ...
+            shift = self.materialize().state @ origin
+            shift[q : q + n] -= origin
+            self.bias_ih += shift
 
     def matrices(self) -> RENMatrices:
         """Return the blocks of H, which determine the recurrence, in double precision.

@@ -171,11 +171,23 @@ def _head(model: SequenceModel) -> Callable[[Sequence[_Gains]], float]:
     if isinstance(model, Forecaster):
         return _forecaster_head(model)
     assert isinstance(model, SequencePredictor)
+    return _predictor_head(model)
+
+
+def _predictor_head(model: SequencePredictor) -> Callable[[Sequence[_Gains]], float]:
     weight = float64(model.head.weight)  # type: ignore[arg-type]
     # Two classes differ by at most twice the largest distance from the mean of all.
     is_pair = model.output == "categorical"
-    norm = float((row_norms(weight - weight.mean(axis=0)) * 2 if is_pair else row_norms(weight)).max()) * _SAFE
-    return lambda gains: 0.0 if norm == 0 else norm * gains[0]["last"]
+    rows = (weight - weight.mean(axis=0)) * 2 if is_pair else weight
+    # (outputs, members): each member has features of its own. Limits of outputs move none further.
+    norms = np.stack([row_norms(part) for part in np.split(rows, len(model.rnn), axis=1)], axis=1) * _SAFE
+
+    def change(gains: Sequence[_Gains]) -> float:
+        last = np.array([member["last"] for member in gains])
+        with np.errstate(invalid="ignore"):
+            return float(np.where(norms == 0, 0.0, norms * last).sum(axis=1).max()) * _SAFE
+
+    return change
 
 
 def _classifier_head(model: Classifier) -> Callable[[Sequence[_Gains]], float]:

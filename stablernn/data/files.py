@@ -326,12 +326,17 @@ def normalize_newlines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-def find_test_file(path: Path) -> Path | None:
-    """Return the ``NAME_TEST`` file in the folder of a ``NAME_TRAIN`` file, plain or compressed; None without one."""
+def find_test_file(path: Path, task: str | None = None) -> Path | None:
+    """Return the ``NAME_TEST`` file in the folder of a ``NAME_TRAIN`` file, plain or compressed; None without one.
+
+    Benchmarks of system identification also write ``name_train`` and ``name_test``.
+    """
     plain = path.with_name(_strip_compression(path.name))
-    if not plain.stem.endswith("_TRAIN"):
+    endings = {"_TRAIN": "_TEST"} | ({"_train": "_test"} if task == "simulate" else {})
+    ending = next((ending for ending in endings if plain.stem.endswith(ending)), None)
+    if ending is None:
         return None
-    plain = plain.with_stem(f"{plain.stem.removesuffix('_TRAIN')}_TEST")
+    plain = plain.with_stem(f"{plain.stem.removesuffix(ending)}{endings[ending]}")
     candidates = (plain, *(plain.with_name(plain.name + suffix) for suffix in _COMPRESSIONS))
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 

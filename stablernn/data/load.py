@@ -6,11 +6,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from stablernn import errors
 from stablernn.data.catalog import dataset_info, is_dataset, load_named
 from stablernn.data.classification import classification_data, fixed_splits
+from stablernn.data.experiments import SimulationData, load_experiments
 from stablernn.data.files import (
     FORMAT_TASKS,
     TABLE_FORMATS,
@@ -24,11 +25,13 @@ from stablernn.data.forecasting import channels_to_series, forecast_data, read_s
 from stablernn.data.messages import data_counts, describe_reading, format_counts, format_names
 from stablernn.data.named.entry import DatasetInfo
 from stablernn.data.options import (
+    EXPERIMENT_OPTIONS,
     FOLDER_OPTIONS,
     ID_COLUMN,
     LABEL_COLUMN,
     LARGEST_SEED,
     NAMED_OPTIONS,
+    SIMULATION_OPTIONS,
     TABLE_OPTIONS,
     TARGET_COLUMN,
     TASK_OPTIONS,
@@ -75,6 +78,10 @@ def load_data(
     group_column: str | None = None,
     stamps: str | None = None,
     channels: Sequence[str] | None = None,
+    inputs: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    sample_time: float | None = None,
+    washout: int = 5,
     future: Sequence[str] | None = None,
     static: Sequence[str] | None = None,
     calendar: Sequence[str] | None = None,
@@ -114,7 +121,7 @@ def load_data(
 
     Args:
         source: Name of a dataset (see :func:`list_datasets`) or path of a file.
-        task: ``classify``, ``forecast`` or ``predict-next``; what the source is for when omitted.
+        task: ``classify``, ``forecast``, ``predict-next`` or ``simulate``; what the source is for when omitted.
         test: File of the test split: sequences, or later rows of the same series.
         target: Forecast: channels to forecast. Default: ``y``, or the only channel.
         id_column: Tables: column that tells series apart.
@@ -127,6 +134,10 @@ def load_data(
             look like one of the others.
         channels: Inputs of the model, in its order. Tables: columns; all columns of numbers when omitted. Sequences:
             all features, matched by name; a file that does not name its features takes these names.
+        inputs: Simulate: columns of the inputs of a machine.
+        outputs: Simulate: columns of its measured outputs.
+        sample_time: Simulate: sampling time in seconds. Default: by the column of times, if there is one.
+        washout: Simulate: samples at the beginning of an experiment that are not scored.
         future: Forecast: columns that are known in advance; their past is seen, too.
         static: Forecast: columns of numbers with one value for each series.
         calendar: Forecast: periods for which the model gets the position of each step: ``day``, ``week``, ``year``.
@@ -208,12 +219,15 @@ def _load(options: LoadOptions) -> Data:
     task = _detect_source_task(source, options)
     _check_task(source.name, task, options.task)
     _check_named_options(source, options)
+    _check_simulation_options(source.name, task, options)
     if source.info is not None and source.info.load is not None:
         _check_fixed_splits(source.info, options)
         data = load_named(source.info, options)
         return _split_channels(data, options) if options.channels_as_series else data
     if task == "predict-next":
         return _load_steps(source, options)
+    if task == "simulate":
+        return _load_experiments(source, options)
     if options.channels_as_series and task != "forecast":
         raise errors.ConfigError(
             f"channels_as_series is for forecasting; {terms().file(source.name)} is read for task '{task}'."
@@ -337,6 +351,8 @@ def _suggest_file(path: Path) -> str:
 def _detect_source_task(source: _Source, options: LoadOptions) -> TaskName:
     if source.info is not None:
         return source.info.task
+    if options.task == "simulate":
+        return "simulate"
     is_text = is_text_file(source.path) and options.task != "classify"
     if options.task == "predict-next" or (is_text and not is_ucr_text(source.path)):
         return "predict-next"
@@ -346,9 +362,9 @@ def _detect_source_task(source: _Source, options: LoadOptions) -> TaskName:
 def _check_task(name: str, task: str, requested: str | None) -> None:
     if requested is None or requested == task:
         return
-    if requested not in (*TASKS, "predict-next"):
-        tasks = "Tasks are classify, forecast and predict-next."
-        raise errors.unknown("task", requested, (*TASKS, "predict-next"), tasks)
+    if requested not in get_args(TaskName):
+        tasks = "Tasks are classify, forecast, predict-next and simulate."
+        raise errors.unknown("task", requested, get_args(TaskName), tasks)
     raise errors.ConfigError(f"{terms().file(name)} is read for task '{task}', got task '{requested}'.")
 
 
@@ -366,6 +382,16 @@ def _check_fixed_splits(info: DatasetInfo, options: LoadOptions) -> None:
     if options.test is not None or options.validation_fraction != VALIDATION_FRACTION:
         name = "test" if options.test is not None else "validation_fraction"
         raise errors.ConfigError(f"{name} is for files; '{info.key}' has fixed splits ({info.splits}).")
+
+
+def _check_simulation_options(name: str, task: str, options: LoadOptions) -> None:
+    """Refuse options of experiments for other tasks."""
+    unused = options.changed(SIMULATION_OPTIONS)
+    if unused and task != "simulate":
+        raise errors.ConfigError(
+            f"{unused[0]} is for task 'simulate'; {terms().file(name)} is read for task '{task}'. Leave it out, or set "
+            "the task."
+        )
 
 
 def _check_no_forecast_options(source: _Source, options: LoadOptions, task: str, allowed: Sequence[str]) -> None:
@@ -388,6 +414,14 @@ def _load_steps(source: _Source, options: LoadOptions) -> StepData:
         validation_fraction=options.validation_fraction,
         seed=options.seed,
     )
+
+
+def _load_experiments(source: _Source, options: LoadOptions) -> SimulationData:
+    _check_no_forecast_options(source, options, "simulate", EXPERIMENT_OPTIONS)
+    test = None if options.test is None else Path(options.test)
+    if test is None and not source.path.is_dir():
+        test = find_test_file(source.path, "simulate")
+    return load_experiments(source.path, test, options)
 
 
 def _load_classification(source: _Source, options: LoadOptions) -> ClassificationData:

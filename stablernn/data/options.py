@@ -43,10 +43,17 @@ TASK_OPTIONS = (
     *TABLE_OPTIONS,
     *("group_column", "future", "static", "calendar", "window_stride"),
 )
+#: Options of experiments, which the task 'simulate' alone has.
+SIMULATION_OPTIONS = ("inputs", "outputs", "sample_time", "washout")
+#: Options of a table that experiments take.
+EXPERIMENT_OPTIONS = (
+    *("id_column", "time_column", "sheet", "decimal_mark", "thousands_mark", "date_format", "missing"),
+    *SIMULATION_OPTIONS,
+)
 #: Options that only named datasets take; each dataset takes some of them.
 NAMED_OPTIONS = ("variant", "partial", "permutation", "length")
 
-TaskName = Literal["classify", "forecast", "predict-next"]
+TaskName = Literal["classify", "forecast", "predict-next", "simulate"]
 Stamps = Literal["unix-s", "unix-ms", "yyyymmdd", "yyyyww", "yyyyddd", "yyyyq", "excel", "step"]
 
 Count = Annotated[int, Field(ge=1)]
@@ -203,6 +210,19 @@ class _SourceOptions(_Options):
     """Column of a table with the class of each series."""
     channels: Names | None = None
     """Inputs of the model, in this order: columns of a table, None for all numeric ones; features of sequences."""
+    inputs: Annotated[
+        Names,
+        CommandOption("Simulation: columns or arrays of the inputs of a machine, such as u.", metavar="COLUMN,..."),
+    ] = ()
+    """Columns of the inputs of a machine that is simulated."""
+    outputs: Annotated[
+        Names, CommandOption("Simulation: columns or arrays of its measured outputs, such as y.", metavar="COLUMN,...")
+    ] = ()
+    """Columns of its measured outputs."""
+    sample_time: Annotated[float, Field(gt=0)] | None = None
+    """Sampling time of experiments in seconds; None: by their times, where they have any."""
+    washout: Annotated[int, Field(ge=0)] = 5
+    """Samples at the beginning of an experiment that are not scored, since its initial state is not known."""
     frequency: Annotated[
         str | None, CommandOption("Frequency of the time grid, such as h or W; default: inferred from the data.")
     ] = None
@@ -277,7 +297,7 @@ class LoadOptions(DataOptions):
     """Options of reading and splitting a source, with those of the task."""
 
     task: str | None = None
-    """classify, forecast or predict-next; None: what the data is for."""
+    """classify, forecast, predict-next or simulate; None: what the data is for."""
     horizon: Count | None = None
     """Steps to forecast; None: the dataset's, else the season, at most 96 or a quarter of the series."""
     context_length: Count | None = None
@@ -306,7 +326,7 @@ class LoadOptions(DataOptions):
         for name in ("target", "channels"):
             if options.get(name) is not None:
                 options[name] = _tuple_of(options[name])
-        for name in ("future", "static", "calendar"):
+        for name in ("inputs", "outputs", "future", "static", "calendar"):
             options[name] = _tuple_of(options.get(name) or ())
         options["missing"] = codes_as_tuple(() if options.get("missing") is None else options["missing"])
         options["categories"] = categories_as_mapping(options.get("categories") or {})

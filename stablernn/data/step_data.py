@@ -113,7 +113,7 @@ class StepData:
     notes: Notes
     fingerprint: str
     answer_steps: int | None = None
-    task: Literal["predict-next"] = "predict-next"
+    task: Literal["predict-next", "simulate"] = "predict-next"
 
     def split(self, name: str) -> StepSplit:
         """Return one of the splits train, validation and test.

@@ -144,6 +144,8 @@ def _head(initializers: dict[str, np.ndarray], model: SequenceModel) -> Document
         linear, temperature, scaling = model.head.maps[0], float(model.temperature), None
     elif isinstance(model, SequencePredictor):
         assert isinstance(model.head, nn.Linear)
+        if model.saturation:
+            return None
         linear, temperature = model.head, 1.0
         scaling = model.targets if model.output == "real" else None
     else:

@@ -29,7 +29,7 @@ from stablernn.training.loop.trainer import Trainer
 from stablernn.training.resolve import enough_memory, resolve
 from stablernn.training.run_data import load_run_data, with_time
 from stablernn.training.settings.config import Config
-from stablernn.training.settings.defaults import CLOSED_FORM
+from stablernn.training.settings.defaults import is_solved
 from stablernn.training.tasks import Task, task_for
 
 _LOG = logging.getLogger("stablernn.training")
@@ -103,14 +103,14 @@ def create_trainer(
     """
     training = config.training
     inputs = certified_range(task.data, model) if training.certified else None
-    if training.method == CLOSED_FORM:
+    if is_solved(training):
         return ClosedFormTrainer(
             model,
             task.objective(training),
             task.scorer("validation", config),
             training,
             recorder,
-            lambda: task.solve(model),
+            lambda: task.solve(model, training),
             inputs=inputs,
             certify_epochs=certify_epochs,
         )
@@ -228,10 +228,10 @@ def measure_speed(config: Config, *, steps: int = 25) -> Speed:
     """
     data = load_run_data(config)
     settings = resolve(config, task_for(data))
-    if settings.training.method == CLOSED_FORM:
+    if is_solved(settings.training):
         raise ConfigError(
-            f"The cell '{settings.model.cell}' with training.method={CLOSED_FORM} takes no optimizer steps, so that it "
-            "has no speed to give a time by; leave one of them out, or train it by itself."
+            f"The cell '{settings.model.cell}' with training.method={settings.training.method} takes no optimizer "
+            "steps, so that it has no speed to give a time by; leave one of them out, or train it by itself."
         )
     data = with_time(data, settings)
     task = task_for(data)

@@ -20,7 +20,7 @@ from stablernn.training.loop.closed_form import regression_bytes
 from stablernn.training.resolve import resolve
 from stablernn.training.run_data import prepare_data
 from stablernn.training.settings.config import Config, TrainingConfig
-from stablernn.training.settings.defaults import CLOSED_FORM
+from stablernn.training.settings.defaults import is_solved
 from stablernn.training.tasks import Task, task_for
 
 _FLOAT_BYTES = 4
@@ -71,7 +71,7 @@ def plan_training(config: Config, data: Data) -> dict[str, Any]:
         model = create_model(settings, data)
     training = settings.training
     # A fit in closed form has no minibatches, and no optimizer that keeps copies of the parameters.
-    is_closed_form = training.method == CLOSED_FORM
+    is_closed_form = is_solved(training)
     steps_per_epoch = 0 if is_closed_form else task.steps_per_epoch(training.batch_size or 1, training.bptt_steps or 0)
     samples = {name: len(split) for name, split in data.splits().items()}
     sizes = [parameter.numel() for parameter in model.parameters()]

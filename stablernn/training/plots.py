@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn.data.arrays import SPLITS
+from stablernn.data.experiments import SimulationData
 from stablernn.data.messages import format_names
 from stablernn.data.step_data import StepData
 from stablernn.data.types import ClassificationData, ForecastData
@@ -39,6 +40,7 @@ from stablernn.plotting import (
 from stablernn.training.evaluation.metrics import classification_metrics, confusion_matrix, reliability, seasonal_naive
 from stablernn.training.evaluation.predictors import Outputs
 from stablernn.training.evaluation.scorers import ClassificationScorer
+from stablernn.training.evaluation.simulation import Residuals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -290,6 +292,44 @@ def steps_figure(data: StepData) -> Figure:
     right.set_xlabel("step")
     _legend_below(figure, ncols=5)
     return figure
+
+
+_DRAWN_OUTPUTS = 4
+
+
+def draw_simulation(path: Path, data: SimulationData, split: str, residuals: Residuals) -> None:
+    """Draw measured and simulated outputs of the first experiment, and the correlations of all residuals.
+
+    Raises:
+        CheckpointError: If the file cannot be written.
+    """
+    outputs = data.outputs[:_DRAWN_OUTPUTS]
+    figure = new_figure(12, 2.6 * len(outputs) + 0.8)
+    rows = figure.subplots(len(outputs), 3, squeeze=False, width_ratios=(4, 1.4, 1.4))
+    measured, simulated = residuals.measured[0], residuals.simulated[0]
+    unit = "sample" if data.sample_time is None else "seconds"
+    time = np.arange(len(measured)) * (data.sample_time or 1)
+    scored = np.flatnonzero(~np.isnan(measured).all(axis=1))
+    for index, (name, (axes, white, crossed)) in enumerate(zip(outputs, rows, strict=True)):
+        _style(axes, f"{data.name}, {split}: {name}")
+        axes.plot(time, measured[:, index], linewidth=1, color=GREY, label="measured")
+        axes.plot(time, simulated[:, index], linewidth=1, color=BLUE, label="simulated")
+        axes.plot(time, measured[:, index] - simulated[:, index], linewidth=0.8, color=ORANGE, label="residual")
+        axes.set_xlim(time[scored[0]], time[scored[-1]])
+        axes.set_xlabel(unit)
+        found = residuals.correlations(index, data.washout)
+        _style(white, "residual with itself")
+        _style(crossed, "residual with inputs")
+        white.set_xlabel("lag in samples")
+        crossed.set_xlabel("lag in samples")
+        for each, (color, dash) in zip(found, line_styles(len(found)), strict=True):
+            panel, first = (white, 1) if each.name == "residual" else (crossed, 0)
+            label = None if each.name == "residual" else data.features[int(each.name)]
+            lags = np.arange(first, first + len(each.values))
+            panel.plot(lags, each.values, dash, marker=".", markersize=3, linewidth=1, color=color, label=label)
+            panel.axhspan(-each.band, each.band, color=GREY, alpha=0.2, linewidth=0)
+    _legend_below(figure, ncols=5)
+    _save(figure, path)
 
 
 class WindowRangeError(ConfigError):

@@ -28,6 +28,7 @@ from stablernn.training.settings.defaults import (
     TrainingDefaults,
     cell_training,
     closed_form_training,
+    is_solved,
     refuse_gradient_settings,
 )
 from stablernn.training.settings.load import validate
@@ -57,8 +58,8 @@ def resolve(config: Config, task: Task) -> Config:
     cell = described_cell(config.model)
     if cell.is_fixed:
         config = _with_closed_form(config)
-    is_closed_form = config.training.method == CLOSED_FORM
-    if is_closed_form:
+    has_no_steps = is_solved(config.training)
+    if has_no_steps:
         refuse_gradient_settings(config, cell, task.data)
     refuse_settings_of_other_tasks(config, task.data)
     section = task.task_settings(config)
@@ -67,7 +68,7 @@ def resolve(config: Config, task: Task) -> Config:
         # A cell that takes NaN for missing needs no mask.
         has_mask = not cell.takes_missing and task.data.has_missing_inputs()
         model = model.model_copy(update={"mask_channel": has_mask})
-    if is_closed_form:
+    if has_no_steps:
         model = model.model_copy(update={"head_dropout": 0.0})
     model = _with_cell_options(model, task)
     model = _with_time(config, model, task)
@@ -138,7 +139,7 @@ def _resolve_training(config: Config, task: Task, model: ModelConfig) -> Trainin
     if training.skip_lr is not None and model.skip != "linear":
         raise ConfigError(f"training.skip_lr is only used with model.skip='linear', got {training.skip_lr:g}.")
     defaults = task.training_settings(config, model, defaults)
-    if training.method == CLOSED_FORM:
+    if is_solved(training):
         return closed_form_training(training, defaults)
     if optimizer in ("sgd", "rmsprop") and defaults.momentum is None:
         defaults = replace(defaults, momentum=0.0)

@@ -52,11 +52,17 @@ from stablernn.training.run_data import data_files, load_run_data, locate_files,
 from stablernn.training.run_directory import RunDirectory, mark_running, new_directory
 from stablernn.training.search.trial import CROSS_VALIDATION, score_on_a_part
 from stablernn.training.settings.config import AUTO, Config
-from stablernn.training.settings.defaults import CLOSED_FORM
+from stablernn.training.settings.defaults import CLOSED_FORM, is_solved
 from stablernn.training.settings.load import merge_settings, stored_settings
-from stablernn.training.tasks import Task, task_for
+from stablernn.training.tasks import Task, task_for, task_type
 from stablernn.training.tasks.task import FinalScores
-from stablernn.training.verdict import compare_with_trivial, describe_coverage, judge, searched_scores
+from stablernn.training.verdict import (
+    compare_with_trivial,
+    describe_coverage,
+    describe_linear,
+    judge,
+    searched_scores,
+)
 
 if TYPE_CHECKING:
     from stablernn.training.search import Budget, Choice
@@ -111,7 +117,7 @@ def train(
         InterruptedRun: If the user stopped it; it can be resumed.
     """
     origin = _find_origin(config, run_dir, resume=resume)
-    config = origin.config
+    config = with_own_model(origin.config)
     launch = read_launch()
     refuse_settings_of_one_process(config)
     device = pick_device(config.training.device, launch)
@@ -190,6 +196,12 @@ def _find_origin(config: Config | None, run_dir: str | Path | None, *, resume: b
     if run_dir is not None and RunDirectory(Path(run_dir)).has_run:
         raise ConfigError(f"There is a run in '{run_dir}' already. Resume it with --resume, or name another directory.")
     return _Origin(config)
+
+
+def with_own_model(config: Config) -> Config:
+    """Return settings with the cell and the method of a task that has its own, in place of a search."""
+    name = config.task.name
+    return config if name is None else task_type(name).with_own_model(config)
 
 
 def _choose(config: Config, budget: Budget | None) -> Choice | None:
@@ -404,6 +416,7 @@ def _summarize(
     warnings = [
         *verdict.warnings,
         *describe_coverage("the test split", scores.metrics.get("test", {})),
+        *describe_linear("the test split", scores.metrics.get("test", {})),
         *describe_shared_groups(data.notes),
     ]
     summary: Summary = {
@@ -647,9 +660,10 @@ def refuse_settings_of_one_process(config: Config) -> None:
             "The search for a cell (--cell auto)",
             "Run it without torchrun, and train the command that it prints with torchrun; or name a cell by --cell.",
         )
-    elif config.training.method == CLOSED_FORM or described_cell(config.model).is_fixed:
+    elif is_solved(config.training) or described_cell(config.model).is_fixed:
+        method = config.training.method if is_solved(config.training) else CLOSED_FORM
         refuse_several_processes(
-            f"training.method={CLOSED_FORM}", "It solves for the head in one pass; run it without torchrun."
+            f"training.method={method}", "It solves for weights in one pass; run it without torchrun."
         )
 
 

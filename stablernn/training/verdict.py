@@ -12,7 +12,7 @@ from stablernn.data.options import TaskName
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.loop.base_trainer import BaseTrainer
 from stablernn.training.loop.losses import Objective
-from stablernn.training.settings.defaults import CLOSED_FORM
+from stablernn.training.settings.defaults import CLOSED_FORM, is_solved
 
 _MOST_MISSES = 1.5
 """Share of values outside an interval, in multiples of what its level allows, above which its coverage is far off."""
@@ -57,6 +57,23 @@ def describe_coverage(split: str, scores: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
+def describe_linear(split: str, scores: Mapping[str, Any]) -> list[str]:
+    """Return a sentence where the simulation of a split is no better than that of a linear model.
+
+    Args:
+        split: The data that the scores are of, as a message names them.
+        scores: Scores of a simulation, with those of ``arx`` if there are any.
+    """
+    linear = scores.get("arx", {}).get("nrmse")
+    # Not "greater or equal": a NaN is no better either.
+    if linear is None or scores["nrmse"] < linear:
+        return []
+    return [
+        f"The model simulates {split} no better than {_TRIVIAL_ANSWERS['arx']} (nrmse {scores['nrmse']:.4g}, ARX "
+        f"{linear:.4g}). Train it longer or on more data."
+    ]
+
+
 def describe_decline(
     data: str, scores: Mapping[str, Any], trained: Mapping[str, Mapping[str, Any]], task: TaskName
 ) -> list[str]:
@@ -68,7 +85,7 @@ def describe_decline(
         trained: Scores of the run by split.
         task: The task, whose metric is accuracy, MASE, which has no unit, or the loss.
     """
-    metric = {"classify": "accuracy", "forecast": "mase", "predict-next": "loss"}[task]
+    metric = {"classify": "accuracy", "forecast": "mase", "predict-next": "loss", "simulate": "nrmse"}[task]
     split = next((name for name in ("test", "cross_validation", "validation") if name in trained), None)
     before = None if split is None else trained[split].get(metric)
     now = scores.get(metric)
@@ -112,9 +129,9 @@ def judge(
         if comparison is None or not comparison.is_useless:
             return Verdict(diverged=False)
         sentence = f"The model is no better than {comparison.trivial} ({comparison})."
-        if trainer.settings.method != CLOSED_FORM:
+        if not is_solved(trainer.settings):
             advice = "Train it longer, or see benchmarks/accuracy.md."
-        elif are_networks_compared(choice or {}):
+        elif trainer.settings.method != CLOSED_FORM or are_networks_compared(choice or {}):
             advice = "See benchmarks/accuracy.md."
         else:
             advice = "Compare it with networks in a larger budget, or see benchmarks/accuracy.md."
@@ -151,10 +168,11 @@ _TRIVIAL_ANSWERS = {
     "naive": "the naive forecast",
     "seasonal_naive": "the seasonal naive forecast",
     "drift": "the drift forecast",
+    "arx": "the best linear ARX model",
     "frequencies": "the frequencies of the targets",
     "mean": "the mean of the targets",
 }
-"""Trivial answers among the baselines, in words."""
+"""Trivial answers among the baselines, in words; of several the first counts."""
 
 
 @dataclass(frozen=True)

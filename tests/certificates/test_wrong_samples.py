@@ -59,6 +59,11 @@ MODELS: dict[str, tuple[type[SequenceModel], str, dict[str, Any]]] = {
         "lru",
         {"input_size": 1, "num_outputs": 1, "output": "real", "predict_change": True},
     ),
+    "mean of next values": (
+        SequencePredictor,
+        "ren",
+        {"input_size": 2, "num_outputs": 2, "output": "real", "members": 2, "saturation": True},
+    ),
     "next classes": (SequencePredictor, "lipschitz", {"input_size": 1, "num_outputs": 3}),
 }
 

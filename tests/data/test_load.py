@@ -51,7 +51,7 @@ CLASSIFY = "'digits' is read for task 'classify'"
             "digits",
             {"task": "clasify"},
             UnknownNameError,
-            "Unknown task 'clasify'. Did you mean 'classify'? Tasks are classify, forecast and predict-next.",
+            "Unknown task 'clasify'. Did you mean 'classify'? Tasks are classify, forecast, predict-next and simulate.",
         ),
         ("digits", {"task": "forecast"}, ConfigError, f"{CLASSIFY}, got task 'forecast'."),
         ("digits", {"horizon": 3}, ConfigError, f"horizon is for forecasting; {CLASSIFY}."),

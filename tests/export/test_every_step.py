@@ -32,6 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "switches-mask": {"input_size": 3, "num_outputs": 6, "output": "bernoulli", "mask_channel": True},
     "numbers-dt": {"input_size": 2, "num_outputs": 1, "output": "real", "max_dt": 3.0},
     "tokens-dt": {"input_size": 4, "num_outputs": 4, "tokens": True, "max_dt": 2.0},
+    "members": {"input_size": 2, "num_outputs": 2, "output": "real", "members": 3, "saturation": True},
     "one": {"input_size": 1, "num_outputs": 1, "output": "real", "hidden_size": 1},
 }  # fmt: skip
 

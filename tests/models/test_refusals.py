@@ -144,7 +144,7 @@ REFUSED: dict[str, Case] = {
     "a readout of every step": (ConfigError, lambda: predictor(readout="mean"), "readout='last', got 'mean'"),
     "a scaling of every step": (ConfigError, lambda: predictor(scaling="window", window=4), "got 'window'"),
     "patches of every step": (ConfigError, lambda: predictor(patch_size=4), "patch_size=1, got 4"),
-    "members of every step": (ConfigError, lambda: predictor(members=3), "members=1, got 3"),
+    "members of every step": (ConfigError, lambda: predictor(members=3), "real outputs, got categorical"),
     "output": (ConfigError, lambda: predictor(output="categoric"), "Did you mean 'categorical'"),
     "a mask of tokens": (ConfigError, lambda: predictor(tokens=True, mask_channel=True), "mask_channel .* tokens"),
     "an embedding of numbers": (ConfigError, lambda: predictor(embedding_size=8), "got embedding_size=8"),

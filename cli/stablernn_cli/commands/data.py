@@ -166,7 +166,7 @@ def check(
             update={"model": settings.model.model_copy(update={"cell": options.get("cell", _CELL)})}
         )
     # Only after the findings are printed, since importing torch takes seconds.
-    planned, plan = (report, None) if no_plan else _plan(output, report, settings)
+    planned, plan = (report, None) if no_plan else _plan(output, report, settings, options)
     if as_json:
         output.document({**planned.as_json(), "train": plan, "plot": plot, "fix": fix})
     else:
@@ -201,7 +201,9 @@ def _write_fixed(output: Output, path: Path, report: DataReport, stated: Config)
     return settings, fixed
 
 
-def _plan(output: Output, report: DataReport, settings: Config) -> tuple[DataReport, dict[str, Any] | None]:
+def _plan(
+    output: Output, report: DataReport, settings: Config, options: Mapping[str, Any]
+) -> tuple[DataReport, dict[str, Any] | None]:
     """Return the report, with a problem of the model's settings if there is one, and the plan of training.
 
     Raises:
@@ -211,7 +213,12 @@ def _plan(output: Output, report: DataReport, settings: Config) -> tuple[DataRep
         return report, None
     with output.status("Planning the training ..."):
         from stablernn.training.dry_run import add_plan
+        from stablernn.training.settings.config import AUTO
+        from stablernn.training.train_model import with_own_model
 
+        if settings.model.cell == _CELL and "cell" not in options:
+            own = with_own_model(settings.updated("model", cell=AUTO))
+            settings = settings if own.model.cell == AUTO else own
         check_cell(settings)
         return add_plan(report, settings)
 
@@ -357,8 +364,8 @@ def _plan_facts(plan: Mapping[str, Any]) -> dict[str, object]:
         facts["forecast"] = f"{horizon} of {', '.join(plan['targets'])} from {context}"
     facts[task_type(plan["task"]).sample_noun] = counts
     training = f"{count_of(plan['steps_per_epoch'], 'step')} of {plan['batch_size']} an epoch, {plan['steps']:,} in all"
-    if plan["method"] == "closed-form":
-        training = "in closed form, one pass over the data"
+    methods = {"closed-form": "in closed form, one pass over the data", "gauss-newton": "all weights by Gauss-Newton"}
+    training = methods.get(plan["method"], training)
     return {
         **facts,
         "scaling": f"{inputs['scaling']}{mask}{time}",

@@ -239,11 +239,12 @@ class ScoreOptions:
         return model.with_repairs(self.data or model.config.data.source, self.repairs)
 
     def load(self, model: Target) -> Data:
-        """Load the data as a model takes it; labeled sequences of ``data`` that have no test split are one."""
+        """Load the data as a model takes it; sequences and experiments of ``data`` without a test split are one."""
+        from stablernn.data.experiments import SimulationData
         from stablernn.data.types import ClassificationData
 
         loaded = model.load_data(self.data, self.stamps)
-        if not isinstance(loaded, ClassificationData) or self.split == "train":
+        if not isinstance(loaded, ClassificationData | SimulationData) or self.split == "train":
             return loaded
         if self.data is None and model.config.training.refit and loaded.test is None:
             raise self._nothing_left(model)
@@ -310,10 +311,11 @@ def score(
 
 def _warn(model: Target, loaded: Data, split: Split, scores: Mapping[str, Any]) -> list[str]:
     """Return sentences about intervals that hold too little, and a model that is much worse than at training."""
-    from stablernn.training.verdict import describe_coverage, describe_decline
+    from stablernn.training.verdict import describe_coverage, describe_decline, describe_linear
 
     name = f"'{loaded.name}'"
-    warnings = describe_coverage(f"the {split} split of {name}", scores)
+    part = f"the {split} split of {name}"
+    warnings = describe_coverage(part, scores) + describe_linear(part, scores)
     if loaded.fingerprint != model.fingerprint:
         warnings += describe_decline(name, scores, model.metrics, loaded.task)
     return warnings
@@ -617,7 +619,7 @@ def _check_output(path: Path, model: Target) -> None:
     Raises:
         UsageError: If the task has no table of predictions, or the suffix selects no format.
     """
-    if model.task == "predict-next":
+    if model.task in ("predict-next", "simulate"):
         raise UsageError(
             f"--output is for forecasts and classification, and {model.name} is for '{model.task}'. Leave it out."
         )

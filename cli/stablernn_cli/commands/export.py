@@ -277,7 +277,8 @@ def _fields(run: LoadedRun, report: ExportReport, calibration: Mapping[str, Any]
     return ManifestFields.parse(
         plain(
             {
-                "task": data["task"],
+                # A simulation is served as any answer at every step.
+                "task": run.model.task,
                 "cell": run.config.model.cell,
                 "signature": report.signature,
                 "output": data.get("output"),

@@ -27,7 +27,7 @@ from stablernn_cli.targets import is_run, open_target
 if TYPE_CHECKING:
     from stablernn.training.plots import WindowChoice
 
-Kind = Literal["forecast", "confusion", "reliability", "early", "loss", "metric"]
+Kind = Literal["forecast", "confusion", "reliability", "early", "simulation", "loss", "metric"]
 
 CURVES: tuple[Kind, ...] = ("loss", "metric")
 """Kinds of plots of a run's history."""
@@ -40,8 +40,8 @@ def plot(
     kind: Annotated[
         Kind | None,
         option(
-            "Kind of plot: a forecast; confusion matrix, reliability or early scores of a classification; loss or "
-            "metric of a run by epoch. Default: forecast or confusion."
+            "Kind of plot: a forecast; a simulation; confusion matrix, reliability or early scores of a "
+            "classification; loss or metric of a run by epoch. Default: the first one of the task."
         ),
     ] = None,
     data: ScoredDataOption = None,

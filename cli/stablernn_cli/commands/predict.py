@@ -131,7 +131,8 @@ def predict(
     and future timestamp: unique_id, ds (in UTC, with a Z, if the file's times have a zone), target (if there are
     several), mean, and a column q0.1, q0.5 ... for each quantile. The predictions are those that `eval` scores. A model
     of the task predict-next writes a row for each step: id, step, and label, probability, target and nll (the actual
-    class and its negative log-likelihood), or a column probability_LABEL or mean_TARGET for each output. Columns of
+    class and its negative log-likelihood), or a column probability_LABEL or mean_TARGET for each output. A simulation
+    writes a row for each sample of the inputs, with its time and a column for each output. Columns of
     series and times that have other names in a table (--id-column, --time-column) keep them.
 
     With --explain, each tenth of each channel is left out as missing values are, and its contribution is what the
@@ -190,6 +191,7 @@ def predict(
             "samples": samples,
             "rows": len(writer) if rows is None else len(rows),
             "output": None if file is None else destination,
+            **({"beyond_training": notes["beyond_training"]} if notes.get("beyond_training") else {}),
             **({"explanation": explanation} if explanation else {}),
         }
     if output.as_json:
@@ -351,7 +353,11 @@ def _answer_in_pieces(
     from stablernn.data.table.series import no_series_error
 
     # Answers of other engines depend, in their last bits, on what is run together.
-    if model.task == "predict-next" or not is_table(source) or (model.engine, model.device) != ("onnx", "cpu"):
+    if (
+        model.task in ("predict-next", "simulate")
+        or not is_table(source)
+        or (model.engine, model.device) != ("onnx", "cpu")
+    ):
         raise NotInPieces
     model = with_file_options(model, source, options)
     answers = _PieceAnswers(model, source, forecast_steps(model, options.horizon), PieceCheck(), has_errors, strict)

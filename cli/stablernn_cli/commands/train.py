@@ -172,7 +172,7 @@ def show(output: Output, summary: Mapping[str, Any]) -> None:
     columns: dict[str, Mapping[str, Any]] = {}
     for split, scores in summary["metrics"].items():
         columns[split] = scalar_metrics(scores)
-        for baseline in ("seasonal_naive", "ridge", "frequencies", "mean"):
+        for baseline in ("seasonal_naive", "ridge", "frequencies", "arx", "state_space", "mean"):
             if baseline in scores:
                 columns[f"{baseline.replace('_', ' ')}, {split}"] = scores[baseline]
     show_metrics(output, columns)

@@ -94,7 +94,7 @@ def check_source(options: LoadOptions) -> DataReport:
     path = None if isinstance(source, str) and is_dataset(source) else Path(source)
     test_path = None if options.test is None else Path(options.test)
     if path is not None and test_path is None:
-        test_path = find_test_file(path)
+        test_path = find_test_file(path, options.task)
     data: Data | None = None
     refusal: errors.StableRNNError | None = None
     try:
@@ -159,7 +159,7 @@ def _inspect_loaded(path: Path | None, data: Data, options: LoadOptions, finding
         columns = list_file_columns(path, columns, data, options)
         if isinstance(data, ForecastData):
             warn_about_header([column.name for column in columns], findings)
-        if isinstance(data, StepData):
+        if isinstance(data, StepData) and data.task == "predict-next":
             warn_about_separators(path, findings)
     return Inspection(data.task, columns, content, data=data)
 
@@ -268,7 +268,8 @@ def inspect_rejected_data(
             warn_about_separators(path, findings)
         return Inspection(task, preview=read_preview(path))
     inspection = Inspection()
-    if is_table:
+    # Columns of experiments have the roles that the settings name; nothing is guessed.
+    if is_table and task != "simulate":
         inspection = _inspect_table(path, test_path, options, task, refusal, findings)
     elif task == "classify":
         inspection = _inspect_sequence_files(path, test_path, {}, findings)

@@ -29,6 +29,7 @@ from stablernn.data.readers.npz import parse_array
 from stablernn.data.sequences import Sequences, default_channel_names, plain_labels
 from stablernn.data.table.cells import MISSING_CELLS, restore_integers, strip_cells
 from stablernn.data.table.chunks import read_chunks, read_column_names
+from stablernn.data.table.repairs import MissingCodes
 from stablernn.data.table.series import is_index
 from stablernn.data.types import Notes
 
@@ -294,12 +295,22 @@ def _read_table(path: Path, name: str, repairs: Repairs | None = None) -> _Conte
         raise errors.DataError(f"'{name}' has no column of numbers besides {format_names(names)}.")
     chunks = read_chunks(path, channels, repairs=repairs, may_lack_names=True)
     frame = pl.concat([chunk.select(channels) for chunk in chunks])
-    columns = [_column(name, frame[channel]) for channel in channels]
+    columns = [number_column(name, frame[channel]) for channel in channels]
     ignored = tuple(column for column in names if column not in channels)
     return _Content(columns, channels, None, ignored)
 
 
-def _column(name: str, cells: pl.Series) -> npt.NDArray[Any]:
+def number_column(name: str, cells: pl.Series, codes: MissingCodes | None = None) -> npt.NDArray[Any]:
+    """Return the numbers of a column, NaN where one is missing.
+
+    Args:
+        name: Name of the file, for messages.
+        cells: The column.
+        codes: Replaces values that stand for a missing one.
+
+    Raises:
+        DataError: If a cell is no number.
+    """
     cleaned = strip_cells(cells, MISSING_CELLS)
     numbers = cleaned.cast(pl.Float64, strict=False)
     if numbers.null_count() > cleaned.null_count():
@@ -309,6 +320,7 @@ def _column(name: str, cells: pl.Series) -> npt.NDArray[Any]:
             f"stand in a column named {', '.join(TIME_COLUMNS[:-1])} or {TIME_COLUMNS[-1]}."
         )
     numbers = restore_integers(cleaned, numbers)
+    numbers = numbers if codes is None else codes.replace(numbers)
     return (numbers.fill_null(float("nan")) if numbers.null_count() else numbers).to_numpy()
 
 

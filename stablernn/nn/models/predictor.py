@@ -82,8 +82,9 @@ class SequencePredictor(SequenceModel):
         embedding_size: Length of the learned embedding of a token; 0: a unit vector.
         predict_change: Whether numbers are predicted as the change from the last observed value of the same channel, in
             units of its scaling; else in units of the targets' own mean and deviation.
-        options: Those of :class:`SequenceModel`, of which ``readout``, ``scaling``, ``patch_size`` and ``members`` can
-            only have their defaults.
+        saturation: Whether real outputs end at the limits that :meth:`fit_targets` finds, such as those of a sensor.
+        options: Those of :class:`SequenceModel`, of which ``readout``, ``scaling`` and ``patch_size`` can only have
+            their defaults. Several ``members`` have one head, of real outputs only.
 
     Shape:
         - input: ``(batch, time, input_size)`` in raw units, NaN where missing, or int64 ``(batch, time)`` of tokens
@@ -103,6 +104,10 @@ class SequencePredictor(SequenceModel):
 
     task = "predict-next"
     every_step = True
+    lower: Tensor
+    """Smallest value of each output, ``(num_outputs,)``, minus infinity for none; with ``saturation``."""
+    upper: Tensor
+    """Largest value of each output, likewise."""
 
     def __init__(
         self,
@@ -115,6 +120,7 @@ class SequencePredictor(SequenceModel):
         tokens: bool = False,
         embedding_size: int = 0,
         predict_change: bool = False,
+        saturation: bool = False,
         **options: Unpack[NetworkOptions],
     ) -> None:
         if output not in OUTPUTS:
@@ -125,13 +131,21 @@ class SequencePredictor(SequenceModel):
             value = options.get(name, only)
             if value != only:
                 raise ConfigError(f"An answer at every step has {name}='{only}', got '{value}'.")
-        for name in ("patch_size", "members"):
-            if options.get(name, 1) != 1:
-                raise ConfigError(f"An answer at every step has {name}=1, got {options.get(name)}.")
+        if options.get("patch_size", 1) != 1:
+            raise ConfigError(f"An answer at every step has patch_size=1, got {options.get('patch_size')}.")
+        if output != "real" and (saturation or options.get("members", 1) != 1):
+            raise ConfigError(
+                f"Several members and saturation are for real outputs, got {output} ones with "
+                f"members={options.get('members', 1)} and saturation={saturation}. Leave them out."
+            )
         if tokens and options.get("mask_channel"):
             raise ConfigError("mask_channel tells which numbers are missing; tokens have none. Leave it out.")
         if embedding_size and not tokens:
             raise ConfigError(f"embedding_size is for tokens, got embedding_size={embedding_size} for numbers.")
+        if predict_change and saturation:
+            raise ConfigError(
+                "saturation is for outputs that are predicted themselves, got predict_change. Leave one out."
+            )
         if predict_change and (output != "real" or tokens or num_outputs != input_size):
             raise ConfigError(
                 "predict_change needs outputs that are the input's channels, one step on: real, and as many as inputs."
@@ -149,8 +163,13 @@ class SequencePredictor(SequenceModel):
         self.predict_change = predict_change
         self.input_name = "tokens" if tokens else "x"
         self.output_names = ("mean",) if output == "real" else ("logits",)
-        self.head = nn.Linear(self.feature_size, num_outputs)
+        # Of several members a mean, or another linear map, of their outputs.
+        self.head = nn.Linear(len(self.rnn) * self.feature_size, num_outputs)
         self.targets = Scaling(num_outputs if output == "real" else 0)
+        self.saturation = saturation
+        if saturation:
+            self.register_buffer("lower", torch.full((num_outputs,), -torch.inf))
+            self.register_buffer("upper", torch.full((num_outputs,), torch.inf))
 
     def fit_targets(self, targets: Iterable[np.ndarray]) -> None:
         """Fit the initial predictions to the training split's targets: to their mean, or to their frequencies.
@@ -159,7 +178,12 @@ class SequencePredictor(SequenceModel):
             targets: One array a sequence: whole numbers ``(time,)``, or numbers ``(time, num_outputs)``, NaN ignored.
         """
         if self.output == "real":
-            self.targets.fit(targets)
+            arrays = list(targets)
+            self.targets.fit(arrays)
+            if self.saturation:
+                lower, upper = saturation_levels(np.concatenate(arrays))
+                self.lower.copy_(torch.from_numpy(lower))
+                self.upper.copy_(torch.from_numpy(upper))
             return
         frequencies = target_frequencies(targets, self.num_outputs, self.output)
         # Of a binary target the logit is log(p) - log(1 - p); softmax needs log(p) alone.
@@ -266,6 +290,8 @@ class SequencePredictor(SequenceModel):
             "tokens": self.tokens,
             "embedding_size": self.embedding_size,
             "predict_change": self.predict_change,
+            # Older releases do not know the key.
+            **({"saturation": True} if self.saturation else {}),
         }
 
     @property
@@ -278,7 +304,8 @@ class SequencePredictor(SequenceModel):
         if self.output != "real":
             return prediction
         if last_values is None:
-            return self.targets.mean + self.targets.scale * prediction
+            numbers = self.targets.mean + self.targets.scale * prediction
+            return torch.minimum(torch.maximum(numbers, self.lower), self.upper) if self.saturation else numbers
         return self.scaling.mean + self.scaling.scale * (last_values + prediction)
 
     def _check_input(self, x: Tensor) -> None:
@@ -304,6 +331,28 @@ class SequencePredictor(SequenceModel):
         if smallest < 0 or largest >= self.input_size:
             invalid = smallest if smallest < 0 else largest
             raise ValueError(f"tokens must be from 0 to {self.input_size - 1}, got {invalid}.")
+
+
+SATURATED_SHARE = 0.01
+"""Share of the values at the smallest or the largest one, exactly, that makes it a limit of the sensor or machine."""
+
+
+def saturation_levels(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values at which recorded outputs end, minus infinity and infinity where they do not.
+
+    Args:
+        targets: ``(time, outputs)``, NaN where missing.
+
+    Returns:
+        The lower and the upper limit of each output, ``(outputs,)``. An output of one value has none.
+    """
+    ends = np.nanmin(targets, axis=0), np.nanmax(targets, axis=0)
+    observed = (~np.isnan(targets)).sum(axis=0)
+    lower, upper = (
+        np.where(((targets == end).sum(axis=0) > SATURATED_SHARE * observed) & (ends[0] < ends[1]), end, outside)
+        for end, outside in zip(ends, (-np.inf, np.inf), strict=True)
+    )
+    return lower, upper
 
 
 def target_frequencies(targets: Iterable[np.ndarray], outputs: int, output: Output) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 Direction = Literal["higher", "lower"]
 # A copy of `stablernn.data.options.TaskName`, whose module imports numpy.
-Task = Literal["classify", "forecast", "predict-next"]
+Task = Literal["classify", "forecast", "predict-next", "simulate"]
 TASKS: tuple[Task, ...] = get_args(Task)
 
 
@@ -56,7 +56,53 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(name="mae", tasks=("forecast",), formula="mean of `|f - y|`", unit="data", better="lower"),
     Metric(
-        name="rmse", tasks=("forecast", "predict-next"), formula="square root of `mse`", unit="data", better="lower"
+        name="rmse",
+        tasks=("forecast", "predict-next", "simulate"),
+        formula="square root of `mse`; of a simulation after the washout, for each output",
+        unit="data",
+        better="lower",
+    ),
+    Metric(
+        name="rmse_k",
+        parameter="k",
+        tasks=("simulate",),
+        formula="`rmse` of the output `k`, or after `k` samples of each experiment",
+        unit="data",
+        better="lower",
+    ),
+    Metric(
+        name="nrmse",
+        tasks=("simulate",),
+        formula="`rmse` over the standard deviation of the output on the same samples, mean over the outputs",
+        unit="1",
+        better="lower",
+        undefined="a constant output: missing",
+    ),
+    Metric(
+        name="fit",
+        tasks=("simulate",),
+        formula="`100 (1 - nrmse)`, which is `100 (1 - norm of (y - f) / norm of (y - mean of y))`",
+        unit="per cent, at most 100",
+        better="higher",
+        source="`compare` of MATLAB's System Identification Toolbox",
+    ),
+    Metric(
+        name="whiteness",
+        tasks=("simulate",),
+        formula="share of lags 1 to 25 at which the residuals correlate with themselves beyond the 99 % band; the "
+        "largest over the outputs",
+        unit="1, about 0.01 for white residuals",
+        better=None,
+        source="Ljung 1999, section 16.6",
+    ),
+    Metric(
+        name="input_correlation",
+        tasks=("simulate",),
+        formula="share of lags 0 to 25 at which the residuals correlate with an earlier input beyond the 99 % band; "
+        "the largest over outputs and inputs",
+        unit="1, about 0.01 if nothing of the input is left",
+        better=None,
+        source="Ljung 1999, section 16.6",
     ),
     Metric(
         name="mase",

@@ -144,3 +144,19 @@ def predict_segments(
                 predicted = predictor.run_sequence(segment.x, segment.lengths, state)
                 state = predictor.next_state(predicted)
                 yield segment, predicted["mean" if "mean" in predicted else "logits"]
+
+
+def predict_steps(predictor: StepPredictor, split: StepSplit, outputs: int) -> list[npt.NDArray[np.float64]]:
+    """Return the logits or means (time, outputs) of each sequence of a split, each run from its beginning.
+
+    Args:
+        predictor: The predictor.
+        split: The sequences.
+        outputs: Numbers that it predicts at a step.
+    """
+    parts: dict[int, list[npt.NDArray[np.float64]]] = {}
+    # The stretches of the sequences of a batch come interleaved.
+    for segment, answers in predict_segments(predictor, split, outputs, continuous=False):
+        for row, length, answer in zip(segment.rows, segment.lengths, answers, strict=True):
+            parts.setdefault(int(row), []).append(answer[:length].astype(np.float64))
+    return [np.concatenate(parts[number]) for number in sorted(parts)]

@@ -194,7 +194,8 @@ class BaseTrainer(ABC):
         """Return True if these weights are to be kept. A tie goes to the later epoch, but counts as no progress."""
         position = self.position
         if not self._scorer.samples:
-            return all(bool(torch.isfinite(weights).all()) for weights in self.model.state_dict().values())
+            # Limits of outputs, which are no parameters, are infinite where there are none.
+            return all(bool(torch.isfinite(weights).all()) for weights in self.model.parameters())
         if metric is None or not math.isfinite(metric):
             position.stale += 1
             return False

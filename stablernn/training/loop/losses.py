@@ -214,14 +214,16 @@ class PredictNextObjective(Objective):
 
     Categorical: cross entropy, the mean over the steps. Bernoulli: the negative log-likelihood, summed over the binary
     targets, the mean over the steps. Real: the mean squared error over the observed numbers, in units of the targets'
-    mean variance.
+    mean variance, or of the variance of each.
 
     Args:
         headline: The metric to choose by.
+        by_output: Whether the error of each number is in units of its own variance, for numbers of different units.
     """
 
-    def __init__(self, headline: str) -> None:
+    def __init__(self, headline: str, *, by_output: bool = False) -> None:
         self.headline = headline
+        self._by_output = by_output
 
     def advance(self, model: SequenceModel, batch: Batch, state: States | None) -> tuple[Tensor, States]:
         """Return the loss of a segment of sequences from a state on, and the state after it.
@@ -248,7 +250,8 @@ class PredictNextObjective(Objective):
                 is_observed = is_observed.all(dim=-1, keepdim=True)
             else:
                 count = is_observed.sum()
-                losses = (answers - targets).square() / model.targets.scale.square().mean()
+                variance = model.targets.scale.square()
+                losses = (answers - targets).square() / (variance if self._by_output else variance.mean())
             total = torch.where(is_observed, losses, 0).sum()
         return _with_penalty(total / count.clamp_min(1), model), carried
 

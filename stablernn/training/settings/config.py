@@ -72,7 +72,7 @@ class TaskConfig(Section):
     """The task of the model."""
 
     name: Annotated[TaskName | None, CommandOption("Task; default: the one that fits the data.", name="task")] = None
-    """classify, forecast or predict-next; None: the task of the data."""
+    """classify, forecast, predict-next or simulate; None: the task of the data."""
     horizon: Annotated[Count | None, CommandOption("Steps to forecast; default: the dataset's, else one season.")] = (
         None
     )
@@ -234,11 +234,12 @@ class ModelConfig(Section):
 class TrainingConfig(Section):
     """Training of the model."""
 
-    method: Literal["gradient", "closed-form"] = "gradient"
+    method: Literal["gradient", "closed-form", "gauss-newton"] = "gradient"
     """gradient: minibatches and an optimizer. closed-form: recurrent weights stay as they are drawn, or as
     they are moved once into the certified region, and ridge regression solves for the head in one pass over the data,
     as in an echo state network; no setting of optimizer, schedule, length or augmentation goes with it. The cell
-    'rocket' takes closed-form unless another method is set, which it refuses."""
+    'rocket' takes closed-form unless another method is set, which it refuses. gauss-newton: the cell 'ren' of the task
+    'simulate' is fitted to the error of its free run, and takes this method unless another one is set."""
     epochs: Annotated[
         Count | None,
         CommandOption("Passes over the training data; default: depends on the cell and the amount of data."),

@@ -204,7 +204,12 @@ def power_of_two(number: float) -> int:
 
 
 CLOSED_FORM = "closed-form"
-"""Value of ``training.method``."""
+GAUSS_NEWTON = "gauss-newton"
+"""Values of ``training.method`` besides ``gradient``."""
+_WITHOUT_STEPS = {
+    CLOSED_FORM: "which draws the recurrent weights and solves for the head of one network",
+    GAUSS_NEWTON: "which fits all weights to the free run of whole records",
+}
 
 MOST_OUTPUTS = 256
 """Outputs at every step that are solved for at most: a large vocabulary takes longer than training by gradients."""
@@ -216,11 +221,16 @@ _MODEL_KEYS = ("members", "dropout", "head_dropout")
 """Settings of the section ``model`` that act in training by gradients alone, or on several networks."""
 
 
+def is_solved(training: TrainingConfig) -> bool:
+    """Return True if weights are solved for at once, without minibatches and an optimizer."""
+    return training.method in _WITHOUT_STEPS
+
+
 def refuse_gradient_settings(config: Config, cell: StableCell, data: Data) -> None:
-    """Refuse settings, cells and data that do not go with a fit in closed form.
+    """Refuse settings, cells and data that do not go with a fit without optimizer steps.
 
     Args:
-        config: The settings, before they are resolved, with ``training.method=closed-form``.
+        config: The settings, before they are resolved, with ``training.method`` other than ``gradient``.
         cell: The cell that they describe.
         data: Data to train on.
 
@@ -228,25 +238,32 @@ def refuse_gradient_settings(config: Config, cell: StableCell, data: Data) -> No
         ConfigError: If one is set that would have no effect, the cell changes itself over the steps of a training, or
             there are too many outputs to solve for.
     """
+    method = config.training.method
+    if method == GAUSS_NEWTON and data.task != "simulate":
+        raise ConfigError(
+            f"training.method={method} is for the task 'simulate', and {terms().file(data.name)} is for '{data.task}'; "
+            "take training.method=gradient."
+        )
     fields = {"training": TrainingConfig.model_fields, "model": ModelConfig.model_fields}
     unused = [("training", key) for key in fields["training"] if key not in _USED]
     for section, key in [*unused, *(("model", key) for key in _MODEL_KEYS)]:
+        if method == GAUSS_NEWTON and key == "members":
+            continue
         value = getattr(getattr(config, section), key)
         # 0 and False are off: resolved settings say so.
         if value not in (None, 0, fields[section][key].default):
             raise ConfigError(
                 f"{section}.{key} is only used by training.method=gradient, got {value!r} with "
-                f"training.method={CLOSED_FORM}, which draws the recurrent weights and solves for the head of one "
-                "network; leave one of them out."
+                f"training.method={method}, {_WITHOUT_STEPS[method]}; leave one of them out."
             )
     if cell.plans_ahead:
         raise ConfigError(
             f"The cell '{cell.key}' changes its weights over the steps of a training, and training.method="
-            f"{CLOSED_FORM} has none; take a cell such as lru, or training.method=gradient."
+            f"{method} has none; take a cell such as lru, or training.method=gradient."
         )
     if isinstance(data, StepData) and len(data.outputs) > MOST_OUTPUTS:
         raise ConfigError(
-            f"training.method={CLOSED_FORM} solves for at most {MOST_OUTPUTS} outputs at every step, and "
+            f"training.method={method} solves for at most {MOST_OUTPUTS} outputs at every step, and "
             f"{terms().file(data.name)} has {len(data.outputs):,}; take training.method=gradient."
         )
 

@@ -9,6 +9,7 @@ from stablernn.data.step_data import Data
 from stablernn.training.tasks.classify import ClassifyTask
 from stablernn.training.tasks.forecast import ForecastTask
 from stablernn.training.tasks.predict_next import PredictNextTask
+from stablernn.training.tasks.simulate import SimulateTask
 from stablernn.training.tasks.task import Task
 
 __all__ = ["Task", "task_for", "task_type"]
@@ -18,6 +19,7 @@ _TASKS: dict[str, type[Task]] = {
     "classify": ClassifyTask,
     "forecast": ForecastTask,
     "predict-next": PredictNextTask,
+    "simulate": SimulateTask,
 }
 
 

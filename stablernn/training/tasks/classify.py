@@ -265,7 +265,7 @@ class ClassifyTask(Task):
         mixup = Mixup(training.mixup) if training.mixup else None
         return ClassifyObjective(weights, training.label_smoothing or 0.0, augmentation, mixup)
 
-    def solve(self, model: SequenceModel) -> Solution:
+    def solve(self, model: SequenceModel, training: TrainingConfig) -> Solution:
         assert isinstance(model, Classifier)
         return fit_class_head(model, self.data.train)
 

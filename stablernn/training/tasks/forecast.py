@@ -340,7 +340,7 @@ class ForecastTask(Task):
         has_unit = any((seasonal_scale(values[:, targets], self.data.season) > 0).any() for values in parts)
         return ForecastObjective("mase" if has_unit else "mae")
 
-    def solve(self, model: SequenceModel) -> Solution:
+    def solve(self, model: SequenceModel, training: TrainingConfig) -> Solution:
         assert isinstance(model, Forecaster)
         data = self.data
         if model.rnn.cells[0].is_forecast:

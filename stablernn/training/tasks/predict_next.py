@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
 import numpy as np
 
@@ -72,7 +72,7 @@ LARGEST_ONE_HOT = 256
 
 _USED = ("cell", "preset", "engine", "hidden_size", "num_layers", "dropout", "mask_channel", "cell_options")
 _RESOLVED = (*_USED, "embedding_size", "predict_change", "time", "time_step", "max_dt")
-# The other settings of a model, which have one value each when they are resolved.
+# The other settings of a model.
 _FIXED: dict[str, str | int | float] = {
     "readout": "last",
     "scaling": "standard",
@@ -93,14 +93,17 @@ class PredictNextTask(Task):
     """
 
     data: StepData  # pyright: ignore[reportIncompatibleVariableOverride]
+    fixed: ClassVar[Mapping[str, str | int | float]] = _FIXED
+    """Settings of the model that have one value each when they are resolved."""
 
     def model_settings(self, config: Config, cell: StableCell) -> ModelConfig:
         model, data = config.model, self.data
         for key, field in ModelConfig.model_fields.items():
             value = getattr(model, key)
-            if key not in _RESOLVED and value not in (field.default, _FIXED.get(key)):
+            is_free = key in _RESOLVED or (key in _FIXED and key not in self.fixed)
+            if not is_free and value not in (field.default, self.fixed.get(key)):
                 raise ConfigError(
-                    f"model.{key} is not used by the task 'predict-next', and '{data.name}' is for it; got {value!r}."
+                    f"model.{key} is not used by the task '{data.task}', and '{data.name}' is for it; got {value!r}."
                 )
         if not data.tokens and model.embedding_size:
             raise ConfigError(
@@ -116,12 +119,12 @@ class PredictNextTask(Task):
                 f"model.predict_change needs outputs that are the inputs one step on, and those of '{data.name}' are "
                 "not."
             )
-        return model.model_copy(update={"embedding_size": size, **_FIXED})
+        return model.model_copy(update={"embedding_size": size, **self.fixed})
 
     def training_defaults(self, config: Config, defaults: TrainingDefaults) -> TrainingDefaults:
         data = self.data
-        if config.training.refit:
-            raise ConfigError(f"training.refit is not used by the task 'predict-next', and '{data.name}' is for it.")
+        if config.training.refit and data.task != "simulate":
+            raise ConfigError(f"training.refit is not used by the task '{data.task}', and '{data.name}' is for it.")
         recommended = RECOMMENDED.get(data.name, {})
         bptt_steps = recommended.get("bptt_steps", TEXT_BPTT_STEPS if data.continuous else 0)
         # 0 is a length too: whole sequences.
@@ -145,7 +148,7 @@ class PredictNextTask(Task):
     def training_settings(self, config: Config, model: ModelConfig, defaults: TrainingDefaults) -> TrainingDefaults:
         if config.training.calibrate is not None:
             raise ConfigError(
-                f"training.calibrate is not used by the task 'predict-next', and '{self.data.name}' is for it."
+                f"training.calibrate is not used by the task '{self.data.task}', and '{self.data.name}' is for it."
             )
         return defaults
 
@@ -209,7 +212,7 @@ class PredictNextTask(Task):
     def objective(self, training: TrainingConfig) -> Objective:
         return PredictNextObjective(self.data.headline)
 
-    def solve(self, model: SequenceModel) -> Solution:
+    def solve(self, model: SequenceModel, training: TrainingConfig) -> Solution:
         assert isinstance(model, SequencePredictor)
         return Solution(fit_step_head(model, self.data.train))
 

@@ -173,6 +173,15 @@ class Task(ABC):
         """
         return math.ceil(len(self.data.splits()["train"]) / batch_size)
 
+    @staticmethod
+    def with_own_model(config: Config) -> Config:
+        """Return settings of a run with the cell and the method of the task in place of a search, if it has any.
+
+        Args:
+            config: The settings, before the data is read.
+        """
+        return config
+
     # Data.
 
     def example(self) -> dict[str, Any] | None:
@@ -235,11 +244,12 @@ class Task(ABC):
         """Return the scorer of a split, which may be empty."""
 
     @abstractmethod
-    def solve(self, model: SequenceModel) -> Solution:
-        """Solve for the head of a model on the training split in closed form.
+    def solve(self, model: SequenceModel, training: TrainingConfig) -> Solution:
+        """Solve for the head of a model on the training split in closed form, or for all of its weights.
 
         Args:
             model: In evaluation mode, its scaling fitted.
+            training: The resolved section ``training``.
 
         Raises:
             TrainingError: If the split has too few samples for a regression.
@@ -444,7 +454,7 @@ _SETTINGS_OF_ONE_TASK: tuple[tuple[Any, ...], ...] = (
     ("model.non_negative", "forecast"),
     *((f"model.{key}", "forecast") for key in SKIP_SETTINGS),
     ("model.resample_steps", "classify"),
-    ("training.bptt_steps", "predict-next"),
+    ("training.bptt_steps", ("predict-next", "simulate")),
     ("training.class_weights", "classify", "none"),
     # 0 is off, as in every other task.
     ("training.label_smoothing", "classify", None, 0.0),
@@ -473,7 +483,9 @@ def refuse_settings_of_other_tasks(config: Config, data: Data) -> None:
     """
     for key, task, *unset in _SETTINGS_OF_ONE_TASK:
         section, name = key.split(".")
-        if task != data.task and getattr(getattr(config, section), name) not in (unset or (None,)):
+        tasks = (task,) if isinstance(task, str) else task
+        if data.task not in tasks and getattr(getattr(config, section), name) not in (unset or (None,)):
             raise ConfigError(
-                f"{key} is only used by the task '{task}', and {terms().file(data.name)} is for '{data.task}'."
+                f"{key} is only used by the task {' and '.join(map(repr, tasks))}, and {terms().file(data.name)} is "
+                f"for '{data.task}'."
             )

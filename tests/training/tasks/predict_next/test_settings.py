@@ -81,4 +81,5 @@ def test_its_settings_are_refused_by_other_tasks(override: str, key: str, tmp_pa
     config = load_config(overrides=["data.source=digits", "model.cell=rnn", override])
     with pytest.raises(ConfigError) as caught:
         train(config, tmp_path / "run")
-    assert str(caught.value) == f"{key} is only used by the task 'predict-next', and 'digits' is for 'classify'."
+    tasks = "'predict-next' and 'simulate'" if key == "training.bptt_steps" else "'predict-next'"
+    assert str(caught.value) == f"{key} is only used by the task {tasks}, and 'digits' is for 'classify'."
