@@ -562,21 +562,21 @@ def simulate_file(model: Target, source: str) -> Predictions:
     from stablernn.data.experiments import count_beyond, read_experiments
     from stablernn.training.evaluation.predictors import predict_steps
 
-    found = read_experiments(Path(source), model.config.data)
-    model.check_sample_rate(source, {"sample_time": found.sample_time})
-    outputs = np.concatenate(predict_steps(model.predictor, found.records(), len(model.targets))).astype(np.float32)
-    experiments = found.experiments
+    pool = read_experiments(Path(source), model.config.data)
+    model.check_sample_rate(source, {"sample_time": pool.sample_time})
+    outputs = np.concatenate(predict_steps(model.predictor, pool.records(), len(model.targets))).astype(np.float32)
+    experiments = pool.experiments
     table: dict[str, Any] = {}
-    if found.id_column is not None or len(experiments) > 1:
+    if pool.id_column is not None or len(experiments) > 1:
         names = [each.name for each in experiments for _ in each.inputs]
-        table[found.id_column or "experiment"] = names
-    if found.time_column is None:
+        table[pool.id_column or "experiment"] = names
+    if pool.time_column is None:
         table["step"] = np.concatenate([np.arange(len(each.inputs)) for each in experiments])
     else:
-        table[found.time_column] = np.concatenate([each.seconds for each in experiments if each.seconds is not None])
+        table[pool.time_column] = np.concatenate([each.seconds for each in experiments if each.seconds is not None])
     table |= {target: outputs[:, index] for index, target in enumerate(model.targets)}
-    beyond = count_beyond(found, model.input_range) if model.input_range else {}
-    return Predictions(table, len(experiments), {**found.notes, "beyond_training": beyond})
+    beyond = count_beyond(pool, model.input_range) if model.input_range else {}
+    return Predictions(table, len(experiments), {**pool.notes, "beyond_training": beyond})
 
 
 Rows = list[list[Any]]

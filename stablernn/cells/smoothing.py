@@ -120,7 +120,7 @@ class SmoothingCell(StableCell):
         terms that are not centered have the eigenvalue 1.
     """
 
-    state_names = ("forecast", "history", "seasonal", "seen", "weights", "sums", "errors", "count")
+    state_names = ("forecast", "history", "seasonal", "seasonal_weights", "weights", "sums", "errors", "count")
     is_fixed = True
     is_forecast = True
     takes_missing = True
@@ -197,7 +197,7 @@ class SmoothingCell(StableCell):
             "forecast": start + slope * growth,
             "history": largest,
             "seasonal": width,
-            "seen": 1.0,
+            "seasonal_weights": 1.0,
             "weights": spread,
             "sums": max(level, deviation * math.sqrt(weight * spread)),
             "errors": max(1.0, error) / (1 - ERROR_DISCOUNT),
@@ -214,28 +214,28 @@ class SmoothingCell(StableCell):
         levels = len(DISCOUNTS)
         shapes: list[tuple[int, ...]] = [(-1,), (season,), (max(1, gains), season), (1 + gains, season)]
         shapes += [(3, levels), (2, 1 + gains, levels), (-1,), (1,)]
-        _, history, seasonal, seen, moments, sums, errors, count = (
+        _, history, seasonal, seasonal_weights, moments, sums, errors, count = (
             torch.unflatten(tensor, -1, (channels, *shape)) for tensor, shape in zip(state, shapes, strict=True)
         )
         # (batch, channels, 1)
         observed = (~torch.isnan(drive)).to(drive.dtype)[..., None]
         value = torch.where(observed > 0, drive[..., None], 0.0)
-        terms = self._terms(seasonal, seen)
+        terms = self._terms(seasonal, seasonal_weights)
         errors = self._errors(weights, value, observed, terms, moments, sums, errors)
         moments, sums = self._levels(weights, value, observed, terms, moments, sums)
         # Nothing depends on how much later than the first season it is.
         count = (count + torch.where(count > 0, 1.0, observed)).clamp_max(season + 1.0)
         history = torch.cat([history[..., 1:], value], dim=-1)
         if gains:
-            seasonal, seen = self._seasons(weights, history, observed, seasonal, seen, count)
-        terms = self._terms(seasonal, seen)
+            seasonal, seasonal_weights = self._seasons(weights, history, observed, seasonal, seasonal_weights, count)
+        terms = self._terms(seasonal, seasonal_weights)
         forecast = self._forecast(weights, terms, moments, sums, errors)
-        after = (forecast, history, seasonal, seen, moments, sums, errors, count)
+        after = (forecast, history, seasonal, seasonal_weights, moments, sums, errors, count)
         return tuple(tensor.flatten(1) for tensor in after)
 
-    def _terms(self, seasonal: Tensor, seen: Tensor) -> Tensor:
+    def _terms(self, seasonal: Tensor, seasonal_weights: Tensor) -> Tensor:
         """Return centered seasonal terms, those of no season first, ``(batch, channels, 1 + gains, season)``."""
-        none = torch.zeros_like(seen[..., :1, :])
+        none = torch.zeros_like(seasonal_weights[..., :1, :])
         if not self.gains:
             return none
         return torch.cat([none, seasonal - _sum(seasonal)[..., None] / self.season], dim=-2)
@@ -295,22 +295,28 @@ class SmoothingCell(StableCell):
         return moments, torch.where(is_observed[..., None, None], moved, sums)
 
     def _seasons(
-        self, weights: Weights, history: Tensor, observed: Tensor, seasonal: Tensor, seen: Tensor, count: Tensor
+        self,
+        weights: Weights,
+        history: Tensor,
+        observed: Tensor,
+        seasonal: Tensor,
+        seasonal_weights: Tensor,
+        count: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Return the seasonal means and their weights after a value, turned on by one step."""
         gain = weights[1][:, None]
-        flags = torch.cat([seen[..., :1, 1:], observed[..., None]], dim=-1)
+        flags = torch.cat([seasonal_weights[..., :1, 1:], observed[..., None]], dim=-1)
         mean = _sum(history)[..., None] / _sum(flags).clamp_min(1.0)
         distance = (flags[..., 0, :] * (history - mean))[..., None, :]
         is_first = count[..., None] == self.season
         is_later = (count[..., None] > self.season).to(gain) * observed[..., None]
         added = gain * is_later
-        weight = (1 - added) * seen[..., 1:, :1] + added
+        weight = (1 - added) * seasonal_weights[..., 1:, :1] + added
         last = seasonal[..., :1] + added / torch.where(weight > 0, weight, 1.0) * (
             distance[..., -1:] - seasonal[..., :1]
         )
         rotated_terms = torch.cat([seasonal[..., 1:], last], dim=-1)
-        rotated_weights = torch.cat([seen[..., 1:, 1:], weight], dim=-1)
+        rotated_weights = torch.cat([seasonal_weights[..., 1:, 1:], weight], dim=-1)
         # All terms of the first season at once, when it is complete.
         rotated_terms = torch.where(is_first, distance, rotated_terms)
         rotated_weights = torch.where(is_first, FIRST_SEASON * gain * flags, rotated_weights)

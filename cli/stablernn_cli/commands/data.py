@@ -217,8 +217,8 @@ def _plan(
         from stablernn.training.train_model import with_own_model
 
         if settings.model.cell == _CELL and "cell" not in options:
-            own = with_own_model(settings.updated("model", cell=AUTO))
-            settings = settings if own.model.cell == AUTO else own
+            recommended = with_own_model(settings.updated("model", cell=AUTO))
+            settings = settings if recommended.model.cell == AUTO else recommended
         check_cell(settings)
         return add_plan(report, settings)
 

@@ -98,21 +98,22 @@ def sensitivities(sizes: Sizes, systems: Matrix, signals: Matrix) -> Iterator[tu
     state[:, :, inner:] = np.eye(n)
     injected = np.empty((runs, n, q, columns))
     # The rows of the next state act on their own state, by z: [state, columns] of the entry (state, state).
-    own = np.arange(n)
+    diagonal = np.arange(n)
     length = max(1, _CHUNK_NUMBERS // (runs * p * (entries + n)))
     for start in range(0, len(signals), length):
         z = signals[start : start + length]
         to_state, from_state, to_output, by_state = _linearize(sizes, systems, z)
         derivative = np.zeros((runs, len(z), p, entries + n))
         for step in range(len(z)):
-            seen = by_state[step] @ state
-            derivative[:, step, :, :inner], derivative[:, step, :, entries:] = seen[..., :inner], seen[..., inner:]
+            through_state = by_state[step] @ state
+            derivative[:, step, :, :inner] = through_state[..., :inner]
+            derivative[:, step, :, entries:] = through_state[..., inner:]
             # Into the same memory at each step: it stays in the cache.
             np.matmul(from_state[step], state, out=following)
             np.multiply(to_state[step][:, :, :, None], z[step][:, None, None, :], out=injected)
             by_neurons, by_states = np.split(following[:, :, :inner], [q * columns], axis=2)
             by_neurons += injected.reshape(runs, n, q * columns)
-            by_states.reshape(runs, n, n, columns)[:, own, own] += z[step][:, None, :]
+            by_states.reshape(runs, n, n, columns)[:, diagonal, diagonal] += z[step][:, None, :]
             state, following = following, state
         z = z.transpose(1, 0, 2)
         outputs = to_output.transpose(1, 0, 2, 3)[..., None] * z[:, :, None, None, :]

@@ -172,8 +172,8 @@ class RENParametrization:
 
     def _inner_rows(self, free: Tensor) -> Tensor:
         """Return the rows of neurons and next state, ``(neurons + states, columns)``."""
-        named = {f"cell.{name}": value for name, value in self._named(free).items()}
-        weights: RENWeights = torch.func.functional_call(self._module, named, ())
+        tensors = {f"cell.{name}": value for name, value in self._named(free).items()}
+        weights: RENWeights = torch.func.functional_call(self._module, tensors, ())
         n, q = self._sizes.states, self._sizes.neurons
         from_neurons = torch.cat([weights.within, weights.neurons[:n]])
         rows = slice(0, q + n)
@@ -352,9 +352,9 @@ def fit_linear(
     rows = fit.parameters.reshape(sizes.rows, sizes.columns)
     a, b, offset = stabilized(rows[:order, :order]), rows[:order, order:-1], rows[:order, -1]
     c, d = rows[order:, :order], rows[order:, order:-1]
-    # The bias of the state moves the origin: x = z + rest with rest = A rest + offset.
-    rest = np.linalg.solve(np.eye(order) - a, offset)
-    return StateSpace(a, b, c, d, rows[order:, -1] + c @ rest, fit.starts[0] - rest)
+    # The bias of the state moves the origin: x = z + equilibrium with equilibrium = A equilibrium + offset.
+    equilibrium = np.linalg.solve(np.eye(order) - a, offset)
+    return StateSpace(a, b, c, d, rows[order:, -1] + c @ equilibrium, fit.starts[0] - equilibrium)
 
 
 def _linear_matrix(system: StateSpace) -> Matrix:
@@ -408,9 +408,9 @@ def _stages(model: SequencePredictor, records: Sequence[tuple[Matrix, Matrix]]) 
     if not _are_long(records):
         return [_Stage(_stacked(records, lower, upper), ITERATIONS["whole"])]
     sections = _sections(records, SECTION_STEPS)
-    chosen = _spread(_sections(records, COARSE_STEPS), COARSE_SECTIONS)
+    coarse = _spread(_sections(records, COARSE_STEPS), COARSE_SECTIONS)
     return [
-        _Stage(_stacked(chosen, lower, upper), ITERATIONS["coarse"]),
+        _Stage(_stacked(coarse, lower, upper), ITERATIONS["coarse"]),
         _Stage(_stacked(sections, lower, upper), ITERATIONS["whole"]),
     ]
 

@@ -335,16 +335,20 @@ def evaluate_steps(
         UnknownNameError: If there is no split of that name.
         DataError: If the split is empty, or its inputs or outputs are not those that the predictor was trained with.
     """
+    check_scored(data, split, features, outputs)
+    return StepScorer(data, split).score_of(predictor)
+
+
+def check_scored(data: StepData, split: str, features: Sequence[str] | None, outputs: Sequence[str] | None) -> None:
+    """Refuse a split that a predictor cannot be scored on; arguments and errors are those of :func:`evaluate_steps`."""
     for kind, names, expected in (("inputs", data.features, features), ("outputs", data.outputs, outputs)):
         if expected is not None and tuple(expected) != names:
             raise DataError(
                 f"'{data.name}' has the {kind} {format_names(names)} ({len(names)}), the model was trained with "
                 f"{format_names(expected)} ({len(expected)})."
             )
-    scorer = StepScorer(data, split)
-    if not scorer.samples:
+    if not len(data.split(split)):
         raise DataError(f"The split '{split}' of '{data.name}' is empty. Choose another split.")
-    return scorer.score_of(predictor)
 
 
 class _Totals(ABC):

@@ -9,11 +9,8 @@ from typing import Any, ClassVar
 from stablernn.cells import StableCell
 from stablernn.data.arrays import SplitName
 from stablernn.data.experiments import SimulationData
-from stablernn.data.messages import format_names
 from stablernn.data.options import LoadOptions
-from stablernn.errors import DataError
 from stablernn.nn.models import SequenceModel, SequencePredictor
-from stablernn.terms import terms
 from stablernn.training.evaluation.predictors import BATCH_SIZE, StepPredictor
 from stablernn.training.evaluation.scorers import PredictorNames, Scorer
 from stablernn.training.evaluation.simulation import SimulationScorer
@@ -24,7 +21,7 @@ from stablernn.training.loop.losses import Objective, PredictNextObjective
 from stablernn.training.plots import WindowChoice, draw_simulation
 from stablernn.training.settings.config import AUTO, Config, ModelConfig, TrainingConfig
 from stablernn.training.settings.defaults import GAUSS_NEWTON, TrainingDefaults
-from stablernn.training.tasks.predict_next import PredictNextTask
+from stablernn.training.tasks.predict_next import PredictNextTask, check_scored
 from stablernn.training.tasks.task import FinalScores, ScoreExtras, SplitScores
 
 CELL = "ren"
@@ -140,17 +137,5 @@ class SimulateTask(PredictNextTask):
         return {"experiments": len(residuals.measured)}
 
     def _scorer_for(self, split: str, names: PredictorNames) -> SimulationScorer:
-        data = self.data
-        for kind, own, expected in (
-            ("inputs", data.features, names.features),
-            ("outputs", data.outputs, names.outputs),
-        ):
-            if expected is not None and tuple(expected) != own:
-                raise DataError(
-                    f"{terms().file(data.name)} is read with the {kind} {format_names(own)}, the model was trained "
-                    f"with {format_names(expected)}."
-                )
-        scorer = SimulationScorer(data, split, linear_simulator)
-        if not scorer.samples:
-            raise DataError(f"The split '{split}' of {terms().file(data.name)} is empty. Choose another split.")
-        return scorer
+        check_scored(self.data, split, names.features, names.outputs)
+        return SimulationScorer(self.data, split, linear_simulator)
